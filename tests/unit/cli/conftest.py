@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
+from functools import cache
 from pathlib import Path
 
 import pytest
+import typer
 
 KAFKA = Path(__file__).resolve().parents[2] / "data" / "kafka-4.3" / "clean" / "logs"
 
@@ -19,3 +21,12 @@ def damaged(tmp_path: Path) -> Path:
     data[-1] ^= 1
     path.write_bytes(data)
     return partition
+
+
+_built = cache(typer.main.get_command)
+
+
+@pytest.fixture
+def commands_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Share what typer makes of an app: it takes 0.1 s, and a command line that is refused needs it twice."""
+    monkeypatch.setattr(typer.main, "get_command", _built)

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import pytest
@@ -58,17 +57,11 @@ def commands_below(command: Any, names: tuple[str, ...] = ()) -> Iterator[tuple[
         yield from commands_below(each, (*names, name))
 
 
-# Building all commands takes 0.1 s, so the tests of each one's help page share them.
-built = cache(typer.main.get_command)
-
-
-@pytest.fixture
-def commands_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(typer.main, "get_command", built)
+COMMANDS = list(commands_below(typer.main.get_command(app)))
 
 
 @pytest.mark.usefixtures("commands_are_built_once")
-@pytest.mark.parametrize("names", list(commands_below(built(app))), ids=" ".join)
+@pytest.mark.parametrize("names", COMMANDS, ids=" ".join)
 def test_the_help_page_of_a_command_is_typers(
     names: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -78,7 +71,7 @@ def test_the_help_page_of_a_command_is_typers(
 
 
 @pytest.mark.usefixtures("commands_are_built_once")
-@pytest.mark.parametrize("names", list(commands_below(built(app))), ids=" ".join)
+@pytest.mark.parametrize("names", COMMANDS, ids=" ".join)
 def test_lists_of_commands_have_whole_sentences(
     names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

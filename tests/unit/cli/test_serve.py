@@ -33,6 +33,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     return run
 
 
+@pytest.mark.usefixtures("commands_are_built_once")
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
