@@ -288,7 +288,7 @@ public final class Transactions {
                         }
                     }
                     successor.beginTransaction();
-                    successor.send(new ProducerRecord<>(topic, 1, null, doing));
+                    successor.send(new ProducerRecord<>(topic, 1, null, doing)).get();
                     successor.commitTransaction();
                 } finally {
                     zombie.close(Duration.ZERO);
@@ -308,7 +308,7 @@ public final class Transactions {
         late.close(Duration.ZERO);
         try (KafkaProducer<String, String> next = transactional("late", Map.of())) {
             next.beginTransaction();
-            next.send(new ProducerRecord<>(topic, 0, null, "in time"));
+            next.send(new ProducerRecord<>(topic, 0, null, "in time")).get();
             next.commitTransaction();
         }
         equal(List.of("in time"), committed(topic, 1));
@@ -336,7 +336,7 @@ public final class Transactions {
             }
             late.abortTransaction();
             late.beginTransaction();
-            late.send(new ProducerRecord<>(topic, 0, null, "again"));
+            late.send(new ProducerRecord<>(topic, 0, null, "again")).get();
             late.commitTransaction();
         }
         equal(List.of("again"), committed(topic, 1));
@@ -356,7 +356,7 @@ public final class Transactions {
                         || error.getCause() instanceof RecordTooLargeException, error.toString());
                 producer.abortTransaction();
                 producer.beginTransaction();
-                producer.send(new ProducerRecord<>(topic, 0, null, "after " + number));
+                producer.send(new ProducerRecord<>(topic, 0, null, "after " + number)).get();
                 producer.commitTransaction();
             }
         }
@@ -582,10 +582,15 @@ public final class Transactions {
         return new KafkaConsumer<>(settings(all), new StringDeserializer(), new StringDeserializer());
     }
 
+    /**
+     * Writes the value to each partition, and waits until it is there. A commit that comes microseconds after the first
+     * record of a transaction may overtake it in the client: its sender looks for records before it looks for the end.
+     */
     private static void write(KafkaProducer<String, String> producer, String topic, String value, int partitions) {
         for (int partition = 0; partition < partitions; partition++) {
             producer.send(new ProducerRecord<>(topic, partition, null, value));
         }
+        producer.flush();
     }
 
     private static ConsumerRecord<String, String> next(KafkaConsumer<String, String> consumer) throws Exception {
