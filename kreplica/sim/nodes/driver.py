@@ -157,7 +157,6 @@ EXPECTED = (
     *("group members started", "group members that left", "group members that died"),
     *("assignments taken", "subscriptions changed"),
     *("classic members started", "static classic members started", "assignments of classic members"),
-    "partitions given up cooperatively",
     *("task assignments taken", "tasks taken"),
     *("share assignments taken", "records acquired by members", "acknowledgements of members"),
     *("offsets committed by members", "offsets read by members"),
