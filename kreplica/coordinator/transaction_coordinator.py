@@ -567,13 +567,14 @@ class TransactionCoordinator:
         _offset: int,
     ) -> None:
         following = states[-1]
-        if isinstance(error, TOO_LARGE) and len(states) > 1:
+        is_too_large = isinstance(error, TOO_LARGE)
+        if is_too_large and len(states) > 1:
             self._store_apart(shard, transaction, states, then or _ignore)
             return
         if error is None:
             transaction.current, transaction.pending, transaction.unstored = following, None, None
             self._resume(shard, transaction)
-        elif isinstance(error, TOO_LARGE) and following.state not in COMPLETE:
+        elif is_too_large and following.state not in COMPLETE:
             # Nothing was appended, and the same record never will be.
             transaction.pending = None
             if transaction.current is None:
@@ -588,7 +589,7 @@ class TransactionCoordinator:
             again = partial(self._append_again, shard, transaction, states)
             self._loop.post_later(again, APPEND_BACKOFF_MS)
         if then is not None:
-            then(UnknownServerError(str(error)) if isinstance(error, TOO_LARGE) else error)
+            then(UnknownServerError(str(error)) if is_too_large else error)
         if transaction.waiting and not transaction.is_busy:
             self._try_waiting(transaction)
 
